@@ -1,4 +1,5 @@
 //! Asks a Tallygate server with the crate `redis`, as the guide to other languages describes.
+#![allow(clippy::print_stdout, reason = "the example prints what it learned")]
 
 /// Returns whether the client `key` may send a request now.
 pub(crate) fn check(connection: &mut redis::Connection, key: &str) -> redis::RedisResult<bool> {

@@ -31,9 +31,14 @@
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
+use alloc::vec;
 use alloc::vec::Vec;
+use core::slice;
 
 use crate::codec::{self, DecodeError, Reader};
+use crate::doubles::{LARGEST, NumberReader};
+use crate::limit::{Limit, Machine};
+use crate::numbers::Kind;
 use crate::policy::Policy;
 use crate::{Cost, Tick};
 
@@ -365,6 +370,97 @@ impl Receipt {
         }
     }
 
+    /// Returns the receipt as numbers for a script: five for each limit of the policy.
+    ///
+    /// | limit | numbers |
+    /// |---|---|
+    /// | bucket | 2, time of the charge, time of the level, level, what drains per tick |
+    /// | fixed window, sliding window counter | 5, time of the charge, start of the window, count, previous count |
+    /// | sliding window log | 1, time of the charge, three times 0 |
+    ///
+    /// `is_of_client` says whether it has to be the receipt of a client with policies, and not of a policy. Returns `None`
+    /// for every other receipt: of other policies, of shadow limits, or of a cost that was not charged in full.
+    #[must_use]
+    pub fn to_numbers(&self, policy: &Policy, is_of_client: bool) -> Option<Vec<i128>> {
+        let receipt = match self {
+            Self::Policies(policies) if is_of_client => match &policies[..] {
+                [(one, receipt)] if one.limits() == policy.limits() => receipt,
+                _ => return None,
+            },
+            receipt if !is_of_client => receipt,
+            _ => return None,
+        };
+        let each = match receipt {
+            Self::Each(each) if !is_of_sole_bucket(policy, is_of_client) => each,
+            Self::Limit(_) if is_of_sole_bucket(policy, is_of_client) => slice::from_ref(receipt),
+            _ => return None,
+        };
+        let mut out = Vec::with_capacity(each.len() * NUMBERS_PER_LIMIT);
+        for (limit, one) in policy.limits().iter().zip(each) {
+            let Self::Limit(ChargeRecord { at, usage, dropped: 0, run: 0 }) = one else {
+                return None;
+            };
+            let at = i128::from(at.0);
+            out.extend(match (limit.numbers().kind, usage) {
+                (Kind::SlidingWindowLog, Usage::Entry) => [OF_LOG, at, 0, 0, 0],
+                (kind, Usage::Level(Queue { as_of, level, drain })) if kind.is_bucket() => {
+                    let level = i128::try_from(*level).ok()?;
+                    [OF_BUCKET, at, as_of.0.into(), level, (*drain).into()]
+                }
+                (
+                    Kind::FixedWindow | Kind::SlidingWindowCounter,
+                    Usage::Counts(Counts { start, count, previous }),
+                ) => {
+                    // An unknown count is the largest number. No window counts more than the largest number of a script.
+                    let [count, previous] =
+                        [count, previous].map(|count| i128::from((*count).min(LARGEST)));
+                    [OF_WINDOW, at, start.0.into(), count, previous]
+                }
+                _ => return None,
+            });
+        }
+        (each.len() == policy.limits().len()).then_some(out)
+    }
+
+    /// Reads the numbers of [`to_numbers`](Self::to_numbers).
+    fn from_numbers(
+        numbers: &mut NumberReader<'_>,
+        policy: &Arc<Policy>,
+        is_of_client: bool,
+    ) -> Result<Self, DecodeError> {
+        let mut each = Vec::with_capacity(policy.limits().len());
+        for _ in policy.limits() {
+            let (tag, at) = (numbers.any()?, numbers.tick("time of the charge")?);
+            each.push(Self::Limit(match tag {
+                OF_LOG => {
+                    let _unused = [numbers.any()?, numbers.any()?, numbers.any()?];
+                    ChargeRecord::at(at)
+                }
+                OF_BUCKET => {
+                    let as_of = numbers.tick("time of the level")?;
+                    let (level, drain) = (numbers.next("level")?, numbers.next("rate")?);
+                    let usage = Usage::Level(Queue { as_of, level, drain });
+                    ChargeRecord { at, usage, dropped: 0, run: 0 }
+                }
+                OF_WINDOW => {
+                    let start = numbers.tick("start of the window")?;
+                    let (count, previous) = (numbers.next("count")?, numbers.next("count")?);
+                    let usage = Usage::Counts(Counts { start, count, previous });
+                    ChargeRecord { at, usage, dropped: 0, run: 0 }
+                }
+                _ => return Err(DecodeError::Field { name: "receipt" }),
+            }));
+        }
+        let receipt = match each.pop() {
+            Some(sole) if is_of_sole_bucket(policy, is_of_client) => sole,
+            last => {
+                each.extend(last);
+                Self::Each(each.into())
+            }
+        };
+        Ok(if is_of_client { Self::Policies(vec![(policy.clone(), receipt)]) } else { receipt })
+    }
+
     /// Returns whether it holds a level or a count, which a return lowers.
     fn has_usage(&self) -> bool {
         match self {
@@ -374,6 +470,12 @@ impl Receipt {
             Self::Policies(policies) => policies.iter().any(|(_, one)| one.has_usage()),
         }
     }
+}
+
+/// Returns whether the receipt under a policy is that of its only limit: a client keeps the state of a plain bucket
+/// without a list.
+fn is_of_sole_bucket(policy: &Policy, is_of_client: bool) -> bool {
+    is_of_client && matches!(policy.plain().map(Limit::machine), Some(Machine::Bucket(_)))
 }
 
 /// A settlement that returned units of a reservation.
@@ -412,6 +514,15 @@ struct Step {
     /// The usage after the step.
     left: Receipt,
 }
+
+/// The numbers of a receipt for scripts: how many there are for each limit, and what the first one is.
+const NUMBERS_PER_LIMIT: usize = 5;
+const OF_LOG: i128 = 1;
+const OF_BUCKET: i128 = 2;
+const OF_WINDOW: i128 = 5;
+
+/// The number that means "none" for scripts: before all times, and exact in doubles.
+const NO_TIME: i128 = -(1 << 53);
 
 /// The last tick, which means never.
 const NEVER: Tick = Tick(i64::MAX);
@@ -497,6 +608,55 @@ impl Returns {
     pub fn reset(&mut self, number: i64, until: Tick) {
         self.void_below = self.void_below.max(number);
         self.close(number, until);
+    }
+
+    /// Returns the steps as numbers for a script; `None` if a step is not one of this policy.
+    ///
+    /// The numbers are those of three steps: the one below which reservations return nothing, the one below which they are
+    /// void, and the time until which the steps matter; −2⁵³ for none. For each step, its number, the time until
+    /// which it matters, and the numbers of [its receipt](Receipt::to_numbers) follow.
+    #[must_use]
+    pub fn to_numbers(&self, policy: &Policy, is_of_client: bool) -> Option<Vec<i128>> {
+        let time = |time: i64| if time == i64::MIN { NO_TIME } else { time.into() };
+        let mut out = vec![time(self.closed_below), time(self.void_below), time(self.until.0)];
+        for step in &self.steps {
+            out.extend([i128::from(step.number), step.until.0.into()]);
+            out.extend(step.left.to_numbers(policy, is_of_client)?);
+        }
+        Some(out)
+    }
+
+    /// Reads the numbers of [`to_numbers`](Self::to_numbers).
+    ///
+    /// # Errors
+    /// Returns an error if the numbers are not the steps of keys under this policy.
+    pub fn from_numbers(
+        numbers: &[i128],
+        policy: &Arc<Policy>,
+        is_of_client: bool,
+    ) -> Result<Self, DecodeError> {
+        let mut numbers = NumberReader(numbers);
+        let mut time = |name| {
+            let time = numbers.any()?;
+            if time == NO_TIME {
+                return Ok(i64::MIN);
+            }
+            i64::try_from(time).map_err(|_| DecodeError::Field { name })
+        };
+        let closed_below = time("end of returns")?;
+        let void_below = time("reset")?;
+        let until = Tick(time("expiry")?);
+        let mut steps = Vec::new();
+        while !numbers.0.is_empty() {
+            steps.push(Step {
+                number: numbers.tick("return")?.0,
+                until: numbers.tick("expiry")?,
+                left: Receipt::from_numbers(&mut numbers, policy, is_of_client)?,
+            });
+        }
+        let mut returns = Self { void_below, closed_below, until, steps };
+        returns.close(closed_below, until);
+        Ok(returns)
     }
 
     /// Appends the steps to `out`.

@@ -198,7 +198,8 @@ impl Redis {
         self.inner.routes.is_busy_since(key.slot, since)
     }
 
-    /// Returns whether the server of a slot was unavailable at some time since a given time.
+    /// Returns whether the server of a slot was unavailable, out of memory or rejecting every call at some time since a
+    /// given time.
     pub(crate) fn was_away_since(&self, slot: u16, since: Instant) -> bool {
         self.inner.routes.was_open_since(slot, since)
     }
@@ -411,6 +412,11 @@ fn message_of(error: &RedisError) -> String {
         _ => error.to_string(),
     };
     text.lines().next().unwrap_or_default().chars().take(200).collect()
+}
+
+/// Returns whether the server answers, but decides on no charge: for lack of memory, or because it rejects every call.
+pub(crate) fn rejects_charges(error: &RedisError) -> bool {
+    is_out_of_memory(error) || rejects_all(error)
 }
 
 /// Returns whether the server rejected a call because it is out of memory.

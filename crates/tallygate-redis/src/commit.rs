@@ -28,7 +28,7 @@ use crate::client::Redis;
 use crate::error::Error;
 use crate::key::Key;
 use crate::link::last_chance;
-use crate::transaction::{ReadValues, Step, Write, WriteResult, WriteTime, nothing_sent};
+use crate::transaction::{ReadValues, Step, Write, WriteResult, WriteTime, late, nothing_sent};
 use crate::value;
 
 /// Decides on the values that were read.
@@ -249,6 +249,17 @@ impl<const N: usize> KeyTask<N> {
             },
         };
         loop {
+            // The server must not carry out writes for callers that do not wait any more.
+            let now = Instant::now();
+            let (over, waiting) = entries
+                .into_iter()
+                .partition(|entry: &QueuedCheck| entry.deadline <= now || entry.done.is_closed());
+            fail_all(over, &late(tries));
+            entries = waiting;
+            if entries.is_empty() {
+                let cached = (!is_guess).then(|| CachedValues::of(seen, sent));
+                return (cached, tries);
+            }
             let (writes, result) = decide_all(&mut entries, &seen);
             let Some(writes) = writes else {
                 if !is_guess {
@@ -292,15 +303,6 @@ impl<const N: usize> KeyTask<N> {
                     fail_all(entries, &error);
                     return (None, 0);
                 }
-            }
-            let now = Instant::now();
-            let (late, rest) = entries
-                .into_iter()
-                .partition(|entry: &QueuedCheck| entry.deadline <= now || entry.done.is_closed());
-            fail_all(late, &Error::Contended { tries });
-            entries = rest;
-            if entries.is_empty() {
-                return (Some(CachedValues::of(seen, sent)), tries);
             }
             // Callers that arrived before the last call was sent join: the reply has a later time.
             let mut shard = redis.inner().commits.shard(self.queue_name());

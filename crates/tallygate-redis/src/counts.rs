@@ -24,6 +24,8 @@ macro_rules! counters {
             rejection: LastTime,
             /// Whether no call has succeeded since then.
             rejects_all: AtomicBool,
+            /// Whether a server has ever answered that it decides on no charge.
+            pub(crate) rejected_charges: AtomicBool,
             /// Whether the end of the last lack of memory, or of the last rejections, is still to be reported.
             has_trouble: AtomicBool,
             /// When a caller last had to wait for a place to decide on several keys, in nanoseconds since [`FIRST_USE`].
@@ -151,6 +153,12 @@ impl Counters {
         self.rejects_all.store(false, Ordering::Relaxed);
         let is_over = !self.memory_error.is_recent() && !self.rejection.is_recent();
         is_over && self.has_trouble.swap(false, Ordering::Relaxed)
+    }
+
+    /// Returns whether a server was ever unavailable, or answered that it decides on no charge.
+    pub(crate) fn was_ever_away(&self) -> bool {
+        self.breaker_opened.load(Ordering::Relaxed) > 0
+            || self.rejected_charges.load(Ordering::Relaxed)
     }
 
     fn is_rejecting(&self) -> bool {

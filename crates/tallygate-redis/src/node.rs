@@ -1,13 +1,14 @@
 //! One server: its connections, and the circuit breaker that stops calls while it does not answer.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use redis::{Cmd, ConnectionInfo, RedisResult, Value};
 
 use crate::breaker::{Breaker, Change, Pass};
+use crate::client::rejects_charges;
 use crate::counts::Counters;
 use crate::link::{Failure, Link, Watch};
 use crate::loaded_scripts::LoadedScripts;
@@ -22,11 +23,19 @@ pub(crate) struct Node {
     links: Box<[Arc<Link>]>,
     next: AtomicUsize,
     counters: Arc<Counters>,
+    created: Instant,
+    /// When the server last answered that it decides on no charge now, in nanoseconds since the creation; 0 for never.
+    rejected_ns: AtomicU64,
     /// Whether a task probes the server until it answers again.
     is_probed: AtomicBool,
+    /// Whether the log says that the server is unavailable.
+    is_reported: AtomicBool,
     budget: Duration,
     pub(crate) scripts: Arc<LoadedScripts>,
 }
+
+/// Why calls are not sent to a server that has become a replica.
+const REPLICA: &str = "the server is a replica now";
 
 impl Node {
     pub(crate) fn new(
@@ -51,7 +60,10 @@ impl Node {
             links: (0..options.connections.max(1)).map(link).collect(),
             next: AtomicUsize::new(0),
             counters: counters.clone(),
+            created: Instant::now(),
+            rejected_ns: AtomicU64::new(0),
             is_probed: AtomicBool::new(false),
+            is_reported: AtomicBool::new(false),
             budget: options.budget,
             scripts,
         })
@@ -72,11 +84,19 @@ impl Node {
         let link = &self.links[self.next.fetch_add(1, Ordering::Relaxed) % self.links.len()];
         let result = link.send(command, is_moving, deadline).await;
         probe.unanswered = false;
+        if let Err(Failure::ErrorReply(error)) = &result
+            && rejects_charges(error)
+        {
+            let now = u64::try_from(self.created.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            self.rejected_ns.fetch_max(now.max(1), Ordering::Relaxed);
+            self.counters.rejected_charges.store(true, Ordering::Relaxed);
+        }
         match &result {
             Ok(_) | Err(Failure::ErrorReply(_)) => {
                 let mut breaker = self.breaker();
-                if breaker.succeeded() {
-                    drop(breaker);
+                let is_back = breaker.succeeded();
+                drop(breaker);
+                if is_back && self.is_reported.swap(false, Ordering::Relaxed) {
                     tracing::info!(
                         server = self.name,
                         "redis is available again; sending checks to it"
@@ -128,11 +148,15 @@ impl Node {
             Change::None => return,
             Change::Opened => {
                 self.counters.breaker_opened.fetch_add(1, Ordering::Relaxed);
-                tracing::warn!(server = self.name, %failure, "redis is unavailable; sending no checks to it until a probe succeeds");
             }
             Change::StaysOpen => {
                 tracing::debug!(server = self.name, %failure, "redis is still unavailable");
             }
+        }
+        // A replica answers each probe and rejects the next write. The log has its rejections already, once.
+        let is_replica = matches!(failure, Failure::NotSent(reason) if **reason == *REPLICA);
+        if !is_replica && !self.is_reported.swap(true, Ordering::Relaxed) {
+            tracing::warn!(server = self.name, %failure, "redis is unavailable; sending no checks to it until a probe succeeds");
         }
         // A connection without replies may be broken.
         for link in &self.links {
@@ -140,15 +164,17 @@ impl Node {
         }
     }
 
-    /// Drops the connections, because the server is no longer the right one. The next connection is made after a pause:
-    /// it may lead to the same server for a while.
-    pub(crate) fn reconnect(&self, reason: &str) {
-        self.links.iter().for_each(|link| link.reconnect_later(reason));
+    /// Drops the connections, because the server has become a replica. The next connection is made after a pause: the
+    /// address may lead to the same server for a while.
+    pub(crate) fn reconnect(&self) {
+        self.links.iter().for_each(|link| link.reconnect_later(REPLICA));
     }
 
-    /// Returns whether the server was unavailable at some time since a given time.
+    /// Returns whether the server was unavailable at some time since a given time, or answered that it decides on no charge.
     pub(crate) fn was_open_since(&self, since: Instant) -> bool {
-        self.breaker().was_open_since(since)
+        let rejected = self.rejected_ns.load(Ordering::Relaxed);
+        rejected > 0 && self.created + Duration::from_nanos(rejected) >= since
+            || self.breaker().was_open_since(since)
     }
 
     pub(crate) fn is_open(&self) -> bool {

@@ -6,6 +6,7 @@ use tallygate::{Cost, Kind, Policy};
 
 use crate::key_broker::Terms;
 use crate::script::Scripted;
+use crate::value::ReturnsForm;
 use crate::window::ENTRIES_PER_PLACE;
 
 /// A policy prepared for Redis.
@@ -23,6 +24,12 @@ pub(crate) struct Prepared {
 }
 
 impl Prepared {
+    /// Returns how the script that lowers the usage of a key reads and writes its returns; `None` if there is no such script.
+    pub(crate) fn returns_form(&self, is_of_client: bool) -> Option<ReturnsForm<'_>> {
+        self.scripted.as_ref()?.lower.as_ref()?;
+        Some(ReturnsForm { policy: &self.policy, head: &self.head, is_of_client })
+    }
+
     /// Returns how many places a key needs among the calls that decide on several keys: one, and more for long logs.
     pub(crate) fn places(&self) -> usize {
         let entries = self.policy.limits().iter().map(|limit| match limit.numbers() {

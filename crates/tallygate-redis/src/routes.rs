@@ -102,8 +102,8 @@ impl Routes {
         self.known(slot).is_some_and(|node| node.is_busy_since(since))
     }
 
-    /// Returns whether the server of a slot was unavailable at some time since a given time, or has replaced one that
-    /// was.
+    /// Returns whether the server of a slot was unavailable at some time since a given time: see [`Node::was_open_since`];
+    /// or has replaced one that was.
     pub(crate) fn was_open_since(&self, slot: u16, since: Instant) -> bool {
         self.known(slot).is_some_and(|node| node.was_open_since(since))
             || lock(&self.failed_over).is_some_and(|when| when >= since)
@@ -198,7 +198,7 @@ impl Routes {
                 }
                 ErrorKind::Server(ServerErrorKind::ReadOnly | ServerErrorKind::MasterDown) => {
                     // The address may lead to another server by now.
-                    node.reconnect("the server is a replica now");
+                    node.reconnect();
                     self.ask_for_map();
                     return Err(failure);
                 }

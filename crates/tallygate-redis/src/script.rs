@@ -27,6 +27,7 @@ const PRODUCT: &str = include_str!("scripts/product.lua");
 const READ: &str = include_str!("scripts/read.lua");
 const CHECK: &str = include_str!("scripts/check.lua");
 const FORCE: &str = include_str!("scripts/force.lua");
+const LOWER: &str = include_str!("scripts/lower.lua");
 const MANY_OPEN: &str = include_str!("scripts/many_open.lua");
 const MANY: &str = include_str!("scripts/many.lua");
 const CLOSE: &str = include_str!("scripts/close.lua");
@@ -139,6 +140,8 @@ pub(crate) struct Scripted {
     pub(crate) check: Arc<Script>,
     /// Charges or returns units unconditionally; `None` if no script can do that for the kinds.
     pub(crate) force: Option<Arc<Script>>,
+    /// Settles a reservation, or refunds units; `None` if no script can do that for the kinds and options.
+    pub(crate) lower: Option<Arc<Script>>,
     /// Checks several costs, one after the other.
     pub(crate) many: Arc<Script>,
     kinds: u8,
@@ -172,6 +175,7 @@ struct LimitOptions {
 enum Task {
     Check,
     Force,
+    Lower,
     Many,
 }
 
@@ -187,6 +191,7 @@ impl Scripted {
         let is_plain = policy.plain().is_some();
         let recipe = |task| Recipe { kinds, options, task, is_plain };
         let forces = kinds & (DEEP_BUCKET | LOG) == 0;
+        let lowers = kinds & DEEP_BUCKET == 0 && !options.penalty && !options.shadow;
         let lease = match kinds {
             BUCKET if is_plain => Some(LEASE_BUCKET.clone()),
             FIXED_WINDOW if is_plain => Some(LEASE_FIXED_WINDOW.clone()),
@@ -196,6 +201,7 @@ impl Scripted {
             lease,
             check: cached_script(recipe(Task::Check)),
             force: forces.then(|| cached_script(recipe(Task::Force))),
+            lower: lowers.then(|| cached_script(recipe(Task::Lower))),
             many: many(kinds, options),
             kinds,
             options,
@@ -305,6 +311,7 @@ fn text(recipe: Recipe) -> String {
     let (open, rest) = match recipe.task {
         Task::Check => (OPEN, [READ, CHECK, CLOSE]),
         Task::Force => (OPEN, [READ, FORCE, CLOSE]),
+        Task::Lower => (OPEN, [READ, LOWER, CLOSE]),
         Task::Many => (MANY_OPEN, [MANY, "", ""]),
     };
     let several = several(recipe);
@@ -320,6 +327,16 @@ fn text(recipe: Recipe) -> String {
     if recipe.options.shadow {
         text = text.replace("--[[shadow", "").replace("shadow]]", "");
     }
+    if recipe.task == Task::Lower {
+        // The client needs the second key as well to decide.
+        let second = ", redis.call('GET', KEYS[2]) or ''}";
+        text = text
+            .replace("return {-1, now, value}", &format!("return {{-1, now, value or ''{second}"))
+            .replace(
+                "return {-1, now, value or ''}",
+                &format!("return {{-1, now, value or ''{second}"),
+            );
+    }
     text
 }
 
@@ -328,7 +345,7 @@ fn several(recipe: Recipe) -> String {
     let call = match recipe.task {
         Task::Check => SEVERAL_IN_CHECK,
         Task::Many => SEVERAL_IN_MANY,
-        Task::Force => return String::new(),
+        Task::Force | Task::Lower => return String::new(),
     };
     if recipe.kinds & !CHANGEABLE != 0 || recipe.options.penalty {
         return String::new();

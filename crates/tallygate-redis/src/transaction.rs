@@ -88,6 +88,10 @@ impl Redis {
             let (writes, answer) = decide(&seen)?;
             let Some(writes) = writes else { return Ok(answer) };
             let sent = Instant::now();
+            if sent >= deadline {
+                // The caller does not wait for the write any more, so the server must not carry it out.
+                return Err(late(tries));
+            }
             match self.write(keys, WriteTime::of(given), &seen, &writes, deadline).await? {
                 WriteResult::Done { .. } => return Ok(answer),
                 WriteResult::Changed(changed) => seen = changed,
@@ -102,9 +106,6 @@ impl Redis {
                 }
             }
             backoff(tries, sent.elapsed()).await;
-            if Instant::now() >= deadline {
-                return Err(Error::Contended { tries });
-            }
         }
     }
 
@@ -185,6 +186,15 @@ async fn backoff(tries: u32, round_trip: Duration) {
         let longest = (round_trip / 2).saturating_mul(tries / 2).min(Duration::from_millis(10));
         let nanos = u64::try_from(longest.as_nanos()).unwrap_or(0);
         tokio::time::sleep(Duration::from_nanos(fastrand::u64(0..=nanos))).await;
+    }
+}
+
+/// Returns the error of a caller whose time budget ended before its write, after a number of lost races. Nothing was
+/// written.
+pub(crate) fn late(tries: u32) -> Error {
+    match tries {
+        0 => Error::Overloaded { reason: "too little time is left to write".into(), sent: false },
+        tries => Error::Contended { tries },
     }
 }
 

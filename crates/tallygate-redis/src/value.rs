@@ -26,16 +26,50 @@ pub(crate) const OWN: [u8; 2] = [VERSION, b'o'];
 
 /// The returns and resets that reservations have to know of.
 const RETURNS: u8 = b'r';
+/// The same in doubles, which scripts can read and write.
+const RETURNS_IN_DOUBLES: u8 = b't';
 /// A time before all others, exact in doubles.
 const NO_TIME: i128 = -(1 << 53);
 
-/// Writes the returns and resets of a client; returns nothing if there are none.
+/// The returns of a key as scripts write them: under one policy, whose numbers are exact in doubles.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ReturnsForm<'a> {
+    pub(crate) policy: &'a Policy,
+    /// The first bytes of a value that was written under the policy.
+    pub(crate) head: &'a [u8],
+    /// Whether a client can have several policies, and its receipts name them.
+    pub(crate) is_of_client: bool,
+}
+
+impl ReturnsForm<'_> {
+    /// Returns the byte before the policy.
+    pub(crate) const fn flag(&self) -> u8 {
+        if self.is_of_client { b'c' } else { b'p' }
+    }
+}
+
+/// Writes the returns and resets of a client, for scripts if there is a form and they are of that form; returns nothing
+/// if there are none.
 ///
-/// A time comes first: charges up to that time return nothing. Scripts that return units of a slice write only that
+/// A time comes first: charges up to that time return nothing. Scripts that return units of a slice change only that
 /// time.
-pub(crate) fn write_returns(returns: &Returns) -> Vec<u8> {
+pub(crate) fn write_returns(returns: &Returns, form: Option<ReturnsForm<'_>>) -> Vec<u8> {
     if *returns == Returns::default() {
         return Vec::new();
+    }
+    let numbers = form.and_then(|form| {
+        let numbers = returns.to_numbers(form.policy, form.is_of_client)?;
+        let are_exact = numbers.iter().all(|number| number.unsigned_abs() <= 1 << 53);
+        are_exact.then_some((form, numbers))
+    });
+    if let Some((form, numbers)) = numbers {
+        let (closed, rest) = numbers.split_at(1);
+        let mut out = vec![VERSION, RETURNS_IN_DOUBLES];
+        out.extend(closed.iter().copied().flat_map(double));
+        out.push(form.flag());
+        out.extend(form.head);
+        out.extend(rest.iter().copied().flat_map(double));
+        return out;
     }
     let mut out = vec![VERSION, RETURNS];
     out.extend(double(NO_TIME));
@@ -45,16 +79,27 @@ pub(crate) fn write_returns(returns: &Returns) -> Vec<u8> {
 
 /// Reads the returns and resets of a client. If they cannot be read, no earlier charge returns anything.
 pub(crate) fn read_returns(value: &[u8], now: Tick) -> Returns {
-    let read = || {
-        let [VERSION, RETURNS, rest @ ..] = value else { return None };
-        let (closed, rest) = rest.split_first_chunk::<8>()?;
-        let closed = i64::try_from(whole(*closed)?).ok()?;
-        let mut returns =
-            if rest.is_empty() { Returns::default() } else { Returns::decode(rest).ok()? };
-        if i128::from(closed) > NO_TIME {
-            returns.close(closed, returns.until());
+    let read = || match value {
+        [VERSION, RETURNS, rest @ ..] => {
+            let (closed, rest) = rest.split_first_chunk::<8>()?;
+            let closed = i64::try_from(whole(*closed)?).ok()?;
+            let mut returns =
+                if rest.is_empty() { Returns::default() } else { Returns::decode(rest).ok()? };
+            if i128::from(closed) > NO_TIME {
+                returns.close(closed, returns.until());
+            }
+            Some(returns)
         }
-        Some(returns)
+        [VERSION, RETURNS_IN_DOUBLES, rest @ ..] => {
+            let (closed, rest) = rest.split_first_chunk::<8>()?;
+            let (flag, rest) = rest.split_first()?;
+            let mut rest = rest.strip_prefix(&[VERSION, NUMBERS])?;
+            let policy = Arc::new(Policy::from_description(take(&mut rest).ok()?).ok()?);
+            let mut all = vec![whole(*closed)?];
+            all.extend(numbers(rest).ok()?);
+            Returns::from_numbers(&all, &policy, *flag == b'c').ok()
+        }
+        _ => None,
     };
     if value.is_empty() {
         return Returns::default();

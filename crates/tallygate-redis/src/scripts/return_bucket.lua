@@ -60,7 +60,11 @@ end
 local returns = redis.call('GET', KEYS[3])
 local drained_after = math.floor((last - now + math.ceil(level / drain)) / 1000) + 1
 local lives = math.max(drained_after, given and 86400000 or redis.call('PTTL', KEYS[3]))
-local closed = '\1r' .. struct.pack('>d', now)
+local closed = now
+if returns and #returns >= 10 then
+  closed = math.max(closed, (struct.unpack('>d', returns, 3)))
+end
+closed = (returns and string.sub(returns, 1, 2) or '\1r') .. struct.pack('>d', closed)
 redis.call('SET', KEYS[3], closed .. (returns and string.sub(returns, 11) or ''), 'PX', lives)
 level = level - lifted * unit
 if given then

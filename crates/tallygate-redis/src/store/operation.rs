@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use redis::Value;
 use tallygate::algorithm::{
     Algorithm, Answer as _, Op, Outcome, Part, Receipt, Script as Numbers, Timed,
 };
@@ -14,9 +15,9 @@ use crate::client::Redis;
 use crate::error::Error;
 use crate::key::Key;
 use crate::prepared::{PolicyChange, Prepared};
-use crate::script::Script;
+use crate::script::{Script, double};
 use crate::settlement::settle_receipt;
-use crate::transaction::{ReadValues, Step, Write, nothing_sent};
+use crate::transaction::{ReadValues, Step, Write, nothing_sent, unexpected};
 use crate::value;
 
 /// Decides on a key, in microseconds: by a script, if there is one for it.
@@ -47,9 +48,11 @@ pub(crate) async fn decide<J: StateCodec + Clone + 'static>(
     Ok(timed)
 }
 
-/// Returns whether an operation lowers the usage of a client in a way that outstanding reservations must know of.
+/// Returns whether an operation lowers the usage of a client in a way that outstanding reservations must know of, or by the
+/// script that does that.
 pub(crate) fn lowers<J: StateCodec>(codec: &J, op: Op) -> bool {
-    matches!(op, Op::Reset) || matches!(op, Op::Force(..0)) && codec.has_usage()
+    let is_refund = || matches!(op, Op::Force(..0));
+    matches!(op, Op::Reset) || is_refund() && (codec.has_usage() || codec.returns_form().is_some())
 }
 
 /// Decides on an estimate, in microseconds. Returns the receipt of the charge as well.
@@ -96,6 +99,7 @@ pub(crate) async fn reserve_in<J: StateCodec>(
 }
 
 /// An operation that lowers the usage of a client, or that depends on earlier such operations.
+#[derive(Debug)]
 pub(crate) enum Lowering {
     /// A refund or a reset.
     Op(Op),
@@ -106,9 +110,11 @@ pub(crate) enum Lowering {
 /// How long after a reset earlier reservations are void, at least, in microseconds.
 const RESET_LIFE: i64 = 86_400_000_000;
 
-/// Carries out an operation on a key and on the record of its returns, in microseconds, together with all other callers
-/// in this process. So any number of settlements of one client at the same time are written, and none of them loses a
-/// race against the others.
+/// Carries out an operation on a key and on the record of its returns, in microseconds.
+///
+/// A script does it in one call, so nothing that changes the key meanwhile is in its way. Where no script can, this
+/// process decides together with all other callers: settlements of one client do not race against each other, but only
+/// against other processes and against scripts.
 pub(crate) async fn lower<J: StateCodec + Clone + 'static>(
     redis: &Redis,
     codec: &J,
@@ -117,13 +123,107 @@ pub(crate) async fn lower<J: StateCodec + Clone + 'static>(
     given: Option<i64>,
     deadline: Instant,
 ) -> Result<Timed, Error> {
+    let returns = key.of_returns();
+    let sent = Instant::now();
+    let seen = match run_lowering(redis, codec, [key, &returns], &what, given, deadline).await? {
+        LoweringOutcome::Done(timed) => return Ok(timed),
+        LoweringOutcome::Undecided(seen) => seen,
+    };
     if given.is_some() {
         return lower_alone(redis, codec, key, &what, given, deadline).await;
     }
     let codec = codec.clone();
     let step = move |seen: &ReadValues| step_lowering(&codec, &what, seen);
-    let (timed, _) = redis.commit([key, &key.of_returns()], None, deadline, step).await?;
+    let seen = seen.map(|seen| (seen, sent));
+    let (timed, _) = redis.commit([key, &returns], seen, deadline, step).await?;
     Ok(timed)
+}
+
+/// The outcome of the script that lowers the usage of a key.
+enum LoweringOutcome {
+    Done(Timed),
+    /// There is no script, or it did not decide. It may have returned the values that it read.
+    Undecided(Option<ReadValues>),
+}
+
+/// Runs the script that settles a reservation or refunds units, if there is one for the policy and the numbers.
+async fn run_lowering<J: StateCodec>(
+    redis: &Redis,
+    codec: &J,
+    keys: [&Key; 2],
+    what: &Lowering,
+    given: Option<i64>,
+    deadline: Instant,
+) -> Result<LoweringOutcome, Error> {
+    let Some(LoweringCall { prepared, script, numbers, terms }) = lowering_call(codec, what, given)
+    else {
+        return Ok(LoweringOutcome::Undecided(None));
+    };
+    let time = given.map(|given| given.to_string());
+    let mut arguments = vec![&prepared.head[..], &numbers, &terms];
+    arguments.extend(time.as_ref().map(String::as_bytes));
+    let (now, numbers) = match redis.run(script, &keys, &arguments, deadline).await? {
+        Value::Int(-2) => return Err(Error::Settle(SettleError::Reset)),
+        Value::Array(reply) => match <[Value; 4]>::try_from(reply) {
+            Ok([_, Value::Int(now), Value::BulkString(state), Value::BulkString(returns)]) => {
+                let seen = ReadValues { now, values: vec![state, returns] };
+                return Ok(LoweringOutcome::Undecided(Some(seen)));
+            }
+            _ => return Err(unexpected()),
+        },
+        reply => match read_reply(reply)? {
+            ScriptReply::Decided { now, part } => (now, part.numbers),
+            _ => return Err(unexpected()),
+        },
+    };
+    if given.is_none() {
+        redis.note_server_time(now);
+    }
+    let state = codec.state_under(prepared.policy.state_from_numbers(&numbers)?);
+    let outcome = Outcome::NotCharged(0);
+    let timed = Timed::from_outcome(codec.rule(), &state, Tick(now), outcome, None);
+    Ok(LoweringOutcome::Done(timed))
+}
+
+/// A call of the script that lowers the usage of a key.
+struct LoweringCall<'a> {
+    prepared: &'a Prepared,
+    script: &'a Script,
+    numbers: Vec<u8>,
+    /// The form of the returns; for a settlement, also the number of the reservation and its receipt.
+    terms: Vec<u8>,
+}
+
+/// Returns the call for a settlement or a refund, if a script can carry it out.
+fn lowering_call<'a, J: StateCodec>(
+    codec: &'a J,
+    what: &Lowering,
+    given: Option<i64>,
+) -> Option<LoweringCall<'a>> {
+    let prepared = codec.script()?;
+    let scripted = prepared.scripted.as_ref()?;
+    let script = scripted.lower.as_deref()?;
+    let form = codec.returns_form()?;
+    let mut terms = vec![form.flag()];
+    let change = match what {
+        Lowering::Op(Op::Force(change @ ..0)) => change,
+        Lowering::Settle { change, receipt, number } => {
+            let receipt = receipt.to_numbers(form.policy, form.is_of_client)?;
+            let is_exact = |number: &i128| i64::try_from(*number).is_ok_and(Numbers::is_exact);
+            let number = i128::from(*number);
+            if !is_exact(&number) || !receipt.iter().all(is_exact) {
+                return None;
+            }
+            terms.extend([number].into_iter().chain(receipt).flat_map(double));
+            change
+        }
+        Lowering::Op(_) => return None,
+    };
+    if !given.is_none_or(Numbers::is_exact) {
+        return None;
+    }
+    let change = i64::try_from((*change).clamp(-MOST, MOST)).ok()?;
+    Some(LoweringCall { prepared, script, numbers: scripted.numbers(change), terms })
 }
 
 /// Does the same as [`lower`] for one caller: at a given time, or by a rule that cannot be shared.
@@ -184,7 +284,7 @@ fn step_lowering<J: StateCodec>(
     let writes = vec![
         Write { value: codec.write(&state), fresh_at },
         Write {
-            value: value::write_returns(&returns),
+            value: value::write_returns(&returns, codec.returns_form()),
             fresh_at: Some(in_micros(returns.until(), scale)),
         },
     ];
@@ -250,6 +350,9 @@ async fn run_script<J: StateCodec>(
     Ok(ScriptOutcome::Decided(ScriptDecision { timed, state }))
 }
 
+/// No state of a scripted policy is larger than this.
+const MOST: i128 = 1 << 52;
+
 /// A call of a script.
 struct ScriptCall<'a> {
     prepared: &'a Prepared,
@@ -259,8 +362,6 @@ struct ScriptCall<'a> {
 
 /// Returns the call for an operation, if a script can carry it out.
 fn call_of<J: StateCodec>(codec: &J, op: Op, given: Option<i64>) -> Option<ScriptCall<'_>> {
-    // No state is larger than this.
-    const MOST: i64 = 1 << 52;
     let prepared = codec.script()?;
     let scripted = prepared.scripted.as_ref()?;
     if !given.is_none_or(Numbers::is_exact) {
@@ -271,7 +372,7 @@ fn call_of<J: StateCodec>(codec: &J, op: Op, given: Option<i64>) -> Option<Scrip
             (&scripted.check, i64::try_from(cost).ok().filter(|cost| Numbers::is_exact(*cost))?)
         }
         Op::Force(amount) if amount != 0 => {
-            let amount = i64::try_from(amount.clamp(-i128::from(MOST), MOST.into())).ok()?;
+            let amount = i64::try_from(amount.clamp(-MOST, MOST)).ok()?;
             (scripted.force.as_ref()?, amount)
         }
         _ => return None,
@@ -323,4 +424,198 @@ pub(crate) fn changed<J: StateCodec>(
     let fresh_at = codec.rule().fresh_at(state);
     let fresh_at = fresh_at.map(|fresh| in_micros(fresh, scale));
     (value != before).then(|| vec![Write { value, fresh_at }])
+}
+
+#[cfg(test)]
+mod tests {
+    use tallygate::policy::{Anchor, LimitBuilder};
+    use tallygate::tiers::ClientRule;
+    use tallygate::{Kind, Policy, Ticks};
+    use tallygate_testkit::servers::{Flavor, Server};
+
+    use super::*;
+    use crate::store::{RedisRule, RedisStore};
+    use crate::{OnFailure, Options};
+
+    /// How many operations of each kind there were.
+    #[derive(Debug, Default)]
+    struct Counted {
+        settled: u32,
+        refunded: u32,
+        void: u32,
+        /// Settlements and refunds that lowered the steps of earlier ones.
+        after_returns: u32,
+        undecided: u32,
+    }
+
+    /// A random history of reservations, settlements, refunds and resets of one client.
+    struct History<'a> {
+        redis: &'a Redis,
+        store: &'a RedisStore,
+        random: fastrand::Rng,
+        counted: Counted,
+    }
+
+    impl History<'_> {
+        /// Lowers the usage by the script, and compares the result with that of the core.
+        async fn lower<J: StateCodec>(&mut self, codec: &J, key: &Key, what: Lowering, now: i64) {
+            let (redis, given) = (self.redis, Some(now));
+            let returns = key.of_returns();
+            let (keys, deadline) = ([key, &returns], redis.deadline());
+            let seen = redis.read(&keys, given, deadline).await.unwrap();
+            let expected = step_lowering(codec, &what, &seen);
+            let script = run_lowering(redis, codec, keys, &what, given, deadline).await;
+            let context = || format!("{what:?} at {now} on {:?}", self.store);
+            let (writes, timed) = match (expected, script) {
+                (Err(Error::Settle(expected)), Err(Error::Settle(found))) => {
+                    assert_eq!(found, expected);
+                    self.counted.void += 1;
+                    return;
+                }
+                (Ok(expected), Ok(LoweringOutcome::Done(found))) => {
+                    assert_eq!(found, expected.1, "{}", context());
+                    expected
+                }
+                (expected, Ok(LoweringOutcome::Undecided(_))) => {
+                    self.counted.undecided += 1;
+                    let found = lower_alone(redis, codec, key, &what, given, deadline).await;
+                    assert_eq!(found, expected.map(|(_, timed)| timed), "{}", context());
+                    return;
+                }
+                (expected, script) => {
+                    panic!("{}: {expected:?} {:?}", context(), script.err())
+                }
+            };
+            let after = redis.read(&keys, given, deadline).await.unwrap().values;
+            let Some(writes) = writes else {
+                assert_eq!(after, seen.values, "{}", context());
+                return;
+            };
+            let at = Tick(now);
+            let state = |value: &[u8]| codec.write(&codec.read(value, at).unwrap());
+            assert_eq!(state(&after[0]), state(&writes[0].value), "{} {timed:?}", context());
+            let record = |value: &[u8]| value::read_returns(value, at);
+            assert_eq!(
+                record(&after[1]),
+                record(&writes[1].value),
+                "{} after {:?}",
+                context(),
+                record(&seen.values[1])
+            );
+            if !matches!(what, Lowering::Settle { change: 0.., .. }) {
+                // Both write the same bytes, so that the next script can read what this process wrote.
+                assert_eq!(after[1], writes[1].value, "{}", context());
+            }
+            self.counted.after_returns += u32::from(!seen.values[1].is_empty());
+            match what {
+                Lowering::Settle { .. } => self.counted.settled += 1,
+                Lowering::Op(_) => self.counted.refunded += 1,
+            }
+        }
+
+        async fn run<R: RedisRule>(&mut self, round: usize, rule: impl Fn(Policy) -> R) {
+            let key = self.store.key(format!("client {round}").as_bytes()).unwrap();
+            let mut policy = policy(&mut self.random);
+            let mut now = 1_700_000_000_000_000 + self.random.i64(0..1_000_000);
+            let mut open: Vec<(Cost, Receipt, i64)> = Vec::new();
+            for _ in 0..60 {
+                let window = i64::try_from(policy.limits()[0].numbers().window.0).unwrap();
+                now += match self.random.u8(0..16) {
+                    0..6 => 0,
+                    6 => -self.random.i64(0..=window / 2),
+                    7 => self.random.i64(0..=2 * window),
+                    _ => self.random.i64(0..=window / 8 + 1),
+                };
+                if self.random.u8(0..240) == 0 {
+                    policy = self::policy(&mut self.random);
+                }
+                let rule = rule(policy.clone());
+                let codec = rule.codec(self.store, None).unwrap();
+                let deadline = self.redis.deadline();
+                match self.random.u8(0..16) {
+                    0 => {
+                        let amount = i128::from(self.random.u64(1..12));
+                        let what = Lowering::Op(Op::Force(-amount));
+                        self.lower(&codec, &key, what, now).await;
+                    }
+                    1 if self.random.u8(0..4) == 0 => {
+                        let what = Lowering::Op(Op::Reset);
+                        let given = Some(now);
+                        let _ = lower_alone(self.redis, &codec, &key, &what, given, deadline)
+                            .await
+                            .unwrap();
+                    }
+                    2..8 if !open.is_empty() => {
+                        let reserved = open.swap_remove(self.random.usize(0..open.len()));
+                        let (cost, receipt, number) = reserved;
+                        let actual = self.random.u64(0..=cost + cost / 2 + 1);
+                        let change = i128::from(actual) - i128::from(cost);
+                        let what = Lowering::Settle { change, receipt, number };
+                        self.lower(&codec, &key, what, now).await;
+                    }
+                    _ => {
+                        let cost = self.random.u64(1..8);
+                        let reserving =
+                            reserve_in(self.redis, &codec, &key, cost, Some(now), deadline);
+                        let (timed, receipt) = reserving.await.unwrap();
+                        if timed.decision.allowed {
+                            open.push((cost, receipt, timed.at.0.saturating_sub(1)));
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Returns a policy of one to three limits, without options.
+    fn policy(random: &mut fastrand::Rng) -> Policy {
+        let limit = |random: &mut fastrand::Rng| -> LimitBuilder {
+            let kind = Kind::ALL[random.usize(0..Kind::ALL.len())];
+            let window = if random.bool() { 1..4000 } else { 1000..3_000_000_000 };
+            let mut limit = Policy::of(kind, random.u64(1..60)).per(Ticks(random.u64(window)));
+            if kind == Kind::FixedWindow && random.bool() {
+                limit = limit.anchor(Anchor::FirstRequest);
+            }
+            if random.u8(0..4) == 0 {
+                limit = limit.debt(random.u64(0..9));
+            }
+            if kind.is_bucket() { limit.burst(random.u64(1..200)) } else { limit }
+        };
+        let several = if random.u8(0..4) == 0 { random.usize(2..4) } else { 1 };
+        let limits = (0..several).map(|place| limit(random).named(format!("limit {place}")));
+        Policy::all_of("a policy", limits.collect::<Vec<_>>()).unwrap()
+    }
+
+    /// Settles and refunds by the script and by the core, in random histories: every kind of limit, clocks that go back a
+    /// little, resets, and policies that change.
+    async fn compare(flavor: Flavor) {
+        let server = Server::start(flavor);
+        let options = Options::default().budget(std::time::Duration::from_secs(20));
+        let redis = Redis::with(&server.url(), options).unwrap();
+        let store = redis.store("api").on_failure(OnFailure::Deny).in_ticks();
+        let random = fastrand::Rng::with_seed(11);
+        let counted = Counted::default();
+        let mut history = History { redis: &redis, store: &store, random, counted };
+        let rounds = std::env::var("TALLYGATE_SETTLEMENTS").map_or(150, |n| n.parse().unwrap());
+        for round in 0..rounds {
+            match round % 2 {
+                0 => history.run(round, |policy| policy).await,
+                _ => history.run(round, ClientRule::of).await,
+            }
+        }
+        let Counted { settled, refunded, void, after_returns, undecided } = history.counted;
+        assert!(settled > 900 && refunded > 200 && void > 5, "{:?}", history.counted);
+        assert!(after_returns > 700 && undecided < settled / 3, "{:?}", history.counted);
+        assert_eq!(server.keys_without_ttl(), Vec::<Vec<u8>>::new());
+    }
+
+    #[tokio::test]
+    async fn redis_settles_and_refunds_as_the_core_does() {
+        compare(Flavor::Redis).await;
+    }
+
+    #[tokio::test]
+    async fn valkey_settles_and_refunds_as_the_core_does() {
+        compare(Flavor::Valkey).await;
+    }
 }

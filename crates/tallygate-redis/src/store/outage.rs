@@ -44,10 +44,11 @@ impl RedisStore {
         charged.map_err(|decision| Timed { decision, at })
     }
 
-    /// Returns whether the server of a client was unavailable until a moment ago, and processes have shares of the quota.
+    /// Returns whether the server of a client was unavailable, out of memory or rejecting every call until a moment ago, and
+    /// processes have shares of the quota.
     pub(super) fn is_just_back(&self, client: &[u8]) -> bool {
         let Shared { redis, on_failure, .. } = &*self.shared;
-        if redis.inner().counters.breaker_opened.load(Ordering::Relaxed) == 0
+        if !redis.inner().counters.was_ever_away()
             || !matches!(**on_failure.load(), OnFailure::Local { .. })
         {
             return false;

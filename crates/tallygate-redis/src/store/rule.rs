@@ -10,7 +10,7 @@ use tallygate::{Kind, Policy, Tick};
 use super::RedisStore;
 use crate::error::Error;
 use crate::prepared::{PolicyChange, Prepared};
-use crate::value;
+use crate::value::{self, ReturnsForm};
 
 /// A rule that processes can share through Redis. Not exported: how its states are stored is private to this crate.
 pub trait RedisRule: Algorithm + Sync {
@@ -98,6 +98,11 @@ pub(crate) trait StateCodec: Send + Sync {
         true
     }
 
+    /// Returns how a script reads and writes the returns of a key, if one can.
+    fn returns_form(&self) -> Option<ReturnsForm<'_>> {
+        None
+    }
+
     /// Returns the state that the script of that policy has written.
     fn state_under(&self, records: Box<[LimitRecord]>) -> <Self::Rule as Algorithm>::State;
 
@@ -135,6 +140,10 @@ impl StateCodec for PolicyCodec {
     fn has_usage(&self) -> bool {
         let mut kinds = self.0.policy.limits().iter().map(|limit| limit.numbers().kind);
         kinds.any(|kind| kind != Kind::SlidingWindowLog)
+    }
+
+    fn returns_form(&self) -> Option<ReturnsForm<'_>> {
+        self.0.returns_form(false)
     }
 
     fn state_under(&self, records: Box<[LimitRecord]>) -> Box<[LimitRecord]> {
@@ -187,6 +196,10 @@ impl StateCodec for ClientRuleCodec {
 
     fn script(&self) -> Option<&Prepared> {
         self.script.as_deref()
+    }
+
+    fn returns_form(&self) -> Option<ReturnsForm<'_>> {
+        self.script.as_ref()?.returns_form(true)
     }
 
     fn state_under(&self, records: Box<[LimitRecord]>) -> ClientState {

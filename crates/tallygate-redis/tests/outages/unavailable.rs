@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use crate::common::log::Log;
 use crate::common::{
-    assert_all_expire, burst, count, limiter, patient, sentinel_url, until, until_the_store_answers,
+    PATIENCE, assert_all_expire, burst, count, limiter, patient, sentinel_url, until,
+    until_the_store_answers,
 };
 use futures_util::future::join_all;
 use tallygate::algorithm::Op;
@@ -337,6 +338,54 @@ async fn the_client_pauses_before_it_connects_to_a_replica_again() {
     assert_all_expire(&replica);
 }
 
+/// A replica answers every probe and rejects every write. The log has one line for each change of its state, and an outage
+/// after that is reported as always.
+///
+/// Fault F19.
+#[tokio::test]
+async fn a_replica_is_logged_once_and_not_at_each_probe() {
+    let log = Log::start();
+    let count = |text: &str| log.lines().iter().filter(|line| line.contains(text)).count();
+    let lines = |rejects, accepts, is_away, is_back| {
+        let found = [
+            count("redis rejects every call"),
+            count("redis accepts calls again"),
+            count("redis is unavailable; sending no checks"),
+            count("redis is available again"),
+        ];
+        assert_eq!(found, [rejects, accepts, is_away, is_back], "{:?}", log.lines());
+    };
+    let primary = Server::start(Flavor::Redis);
+    let replica = Server::replica_of(&primary);
+    let proxy = Proxy::start(&replica.address());
+    let redis = Redis::open(&proxy.url()).unwrap();
+    let limiter = limiter(&redis, burst(10), OnFailure::Deny);
+    until("probes have found the replica several times", async || {
+        let _ = limiter.check("alice").await.unwrap();
+        (redis.counts().breaker_opened > 3).then_some(())
+    })
+    .await;
+    lines(1, 0, 0, 0);
+    replica.promote();
+    let decided = async || {
+        let decision = limiter.check("alice").await.ok()?;
+        (decision.source == Source::Store && !redis.counts().is_rejecting).then_some(())
+    };
+    until("it accepts calls, and has rejected none for a while", decided).await;
+    lines(1, 1, 0, 0);
+    proxy.reject_connections(true);
+    proxy.cut();
+    until("the outage is noticed", async || {
+        let _ = limiter.check("alice").await.unwrap();
+        redis.counts().is_open.then_some(())
+    })
+    .await;
+    lines(1, 1, 1, 0);
+    proxy.reject_connections(false);
+    until("the end of the outage is noticed", decided).await;
+    lines(1, 1, 1, 1);
+}
+
 /// The units that this process allowed are charged before the next check, so that they are not allowed twice.
 ///
 /// Fault F22.
@@ -384,6 +433,44 @@ async fn units_allowed_in_this_process_are_charged_when_redis_is_back() {
     assert_eq!(allowed, 20, "the quota, once");
     assert_eq!(limiters[1].peek(Ask::new("bob").cost(0)).await.unwrap().remaining, 12);
     assert!(fleet.iter().all(|redis| redis.counts().debts_charged == 2), "once each");
+    assert_all_expire(&server);
+}
+
+/// A lack of memory ends for all processes at the same time, but each of them notices it with its next write. Until all have
+/// charged what they allowed, each keeps to its share.
+///
+/// Fault J16.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn processes_that_recover_from_a_lack_of_memory_allow_the_quota_once() {
+    let server = Server::start(Flavor::Redis);
+    let fleet = [patient(&server.url()), patient(&server.url())];
+    let on_failure = OnFailure::Local { instances: 2 };
+    let limiters = fleet.each_ref().map(|redis| limiter(redis, burst(20), on_failure));
+    for limiter in &limiters {
+        until_the_store_answers(limiter, "alice").await;
+    }
+    let _: () = server.ask(&["CONFIG", "SET", "maxmemory", "1"]);
+    let mut allowed = 0;
+    for limiter in &limiters {
+        for _ in 0..3 {
+            let decision = limiter.check(Ask::new("alice").cost(5)).await.unwrap();
+            assert_eq!(decision.source, Source::Local);
+            allowed += u64::from(decision.allowed) * 5;
+        }
+    }
+    assert_eq!(allowed, 20, "the share of each process");
+    let _: () = server.ask(&["CONFIG", "SET", "maxmemory", "0"]);
+    // The first process asks until the other one has charged its units as well, and for a second after that.
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_millis(1500)
+        || fleet.iter().any(|redis| redis.counts().debts_charged == 0)
+    {
+        let decision = limiters[0].check("alice").await.unwrap();
+        assert!(!decision.allowed, "{decision:?} after {:?}", begun.elapsed());
+        assert!(begun.elapsed() < PATIENCE, "{:?}", fleet[1].counts());
+        tokio::time::sleep(Duration::from_millis(3)).await;
+    }
+    assert_eq!(limiters[0].check("alice").await.unwrap().source, Source::Store);
     assert_all_expire(&server);
 }
 

@@ -58,8 +58,8 @@ impl RuleHistory {
         let each = config.policies.iter().map(|(name, policy)| {
             let mut rules = self.of(name).to_vec();
             for rule in policy.rules() {
-                if !rules.contains(rule) {
-                    rules.push(rule.clone());
+                if !rules.contains(&rule) {
+                    rules.push(rule);
                 }
             }
             rules.sort_by_key(|rule| Reverse(rule_bytes(rule)));
@@ -113,9 +113,10 @@ impl Config {
 impl PolicyConfig {
     /// Returns the most bytes that a key of the policy takes, with usage under earlier rules.
     fn key_bytes(&self, history: &[Arc<Policy>]) -> u64 {
-        let earlier = history.iter().filter(|rule| !self.rules().any(|own| own == *rule));
+        let own = self.rules();
+        let earlier = history.iter().filter(|rule| !own.contains(rule));
         let (mut limits, mut entries) = (0, 0_u64);
-        for rule in self.rules().chain(earlier) {
+        for rule in own.iter().chain(earlier) {
             limits += rule.limits().len();
             entries = entries.saturating_add(log_entries(rule));
         }
@@ -127,15 +128,18 @@ impl PolicyConfig {
         several.saturating_add(KEY).saturating_add(entries.saturating_mul(LOG_ENTRY))
     }
 
-    /// Returns the rule of each tier and override that has limits.
-    fn rules(&self) -> impl Iterator<Item = &Arc<Policy>> {
+    /// Returns the rules of the policy, its tiers and its overrides.
+    fn rules(&self) -> Vec<Arc<Policy>> {
         let (tiers, overrides) = (self.tiers.by_name(), self.tiers.by_key());
         let accesses = tiers.iter().map(|(_, access)| access);
-        let accesses = accesses.chain(overrides.iter().map(|(_, access)| access));
-        std::iter::once(self.tiers.base()).chain(accesses).filter_map(|access| match access {
-            Access::Limited(rule) => Some(rule),
-            _ => None,
-        })
+        let accesses = accesses.chain(overrides.iter().map(|(_, access)| access)).cloned();
+        std::iter::once(self.tiers.base())
+            .chain(accesses)
+            .filter_map(|access| match access {
+                Access::Limited(rule) => Some(rule),
+                _ => None,
+            })
+            .collect()
     }
 }
 

@@ -322,7 +322,7 @@ impl<S: 'static> Table<S> {
         let is_made = match first {
             Candidate { rank: None, room: Some(_), .. } => return true,
             Candidate { rank: Some(first), room: Some(room), .. } if first < rank => {
-                let Room { distance, slot, mut beyond, .. } = room;
+                let FreePlace { distance, slot, mut beyond, .. } = room;
                 let tag = beyond.as_deref_mut().unwrap_or(&mut home).clear(slot);
                 self.forget(index + distance, tag, reading, reading.now);
                 self.counts.own().evicted.fetch_add(1, Ordering::Relaxed);
