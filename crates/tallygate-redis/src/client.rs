@@ -446,6 +446,12 @@ fn rejects_all(error: &RedisError) -> bool {
     is_unauthenticated || error.code().is_some_and(|code| CODES.contains(&code))
 }
 
+/// Returns whether the server answered, but rejected a new connection: it requires another password, or the user may not
+/// use the database.
+pub(crate) fn rejects_connection(error: &RedisError) -> bool {
+    matches!(error.kind(), ErrorKind::AuthenticationFailed | ErrorKind::Server(_))
+}
+
 /// Returns the eviction policy in a reply, if it is one that evicts keys.
 fn dropping(reply: &Value) -> Option<String> {
     let policy = match reply {

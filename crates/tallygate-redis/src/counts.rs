@@ -26,6 +26,8 @@ macro_rules! counters {
             rejects_all: AtomicBool,
             /// Whether a server has ever answered that it decides on no charge.
             pub(crate) rejected_charges: AtomicBool,
+            /// Whether the server rejected the last connection: for example because of a wrong password.
+            rejects_connections: AtomicBool,
             /// Whether the end of the last lack of memory, or of the last rejections, is still to be reported.
             has_trouble: AtomicBool,
             /// When a caller last had to wait for a place to decide on several keys, in nanoseconds since [`FIRST_USE`].
@@ -44,6 +46,9 @@ macro_rules! counters {
             /// Whether the server answers, but rejects every call: for example because it requires a password. It is
             /// also true for five seconds after the last such rejection.
             pub is_rejecting: bool,
+            /// Whether the server answers, but rejects new connections: for example because of a wrong password. Then a
+            /// circuit breaker is open as well.
+            pub rejects_connections: bool,
         }
 
         impl Counters {
@@ -53,6 +58,7 @@ macro_rules! counters {
                     is_open,
                     is_out_of_memory: self.memory_error.is_recent(),
                     is_rejecting: self.is_rejecting(),
+                    rejects_connections: self.rejects_connections.load(Ordering::Relaxed),
                 }
             }
         }
@@ -145,6 +151,19 @@ impl Counters {
         !was_known
     }
 
+    /// Records whether the server rejected a new connection. Returns whether a rejection is news.
+    pub(crate) fn note_connection(&self, is_rejected: bool) -> bool {
+        if !is_rejected {
+            self.rejects_connections.store(false, Ordering::Relaxed);
+            return false;
+        }
+        let was_known = self.is_rejecting();
+        self.rejection.note();
+        self.rejects_connections.store(true, Ordering::Relaxed);
+        self.has_trouble.store(true, Ordering::Relaxed);
+        !was_known
+    }
+
     /// Records that the server carried out a call. Returns whether the end of its trouble is news.
     pub(crate) fn note_success(&self) -> bool {
         if !self.has_trouble.load(Ordering::Relaxed) {
@@ -162,7 +181,9 @@ impl Counters {
     }
 
     fn is_rejecting(&self) -> bool {
-        self.rejects_all.load(Ordering::Relaxed) || self.rejection.is_recent()
+        self.rejects_all.load(Ordering::Relaxed)
+            || self.rejects_connections.load(Ordering::Relaxed)
+            || self.rejection.is_recent()
     }
 
     /// Records that a caller has to wait for a place to decide on several keys.

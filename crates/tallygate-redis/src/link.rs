@@ -19,6 +19,7 @@ use tokio::sync::watch;
 use tokio::time::timeout_at;
 
 use crate::breaker::pause;
+use crate::client::rejects_connection;
 use crate::counts::Counters;
 use crate::loaded_scripts::LoadedScripts;
 use crate::pulse::Pulse;
@@ -397,7 +398,19 @@ impl Link {
         tokio::spawn(async move {
             let settings = link.settings.clone();
             let connecting = link.client.get_multiplexed_async_connection_with_config(&settings);
-            let state = match tokio::time::timeout(CONNECT_TIMEOUT, connecting).await {
+            let result = tokio::time::timeout(CONNECT_TIMEOUT, connecting).await;
+            let rejection = result
+                .as_ref()
+                .ok()
+                .and_then(|result| result.as_ref().err())
+                .filter(|error| rejects_connection(error));
+            if link.counters.note_connection(rejection.is_some())
+                && let Some(error) = rejection
+            {
+                let server = link.client.get_connection_info().addr();
+                tracing::error!(%server, %error, "redis rejects every call; deciding by the failure setting of each policy");
+            }
+            let state = match result {
                 Ok(Ok(connection)) => {
                     let generation = link.counters.connections.fetch_add(1, Ordering::Relaxed);
                     link.scripts.clear();

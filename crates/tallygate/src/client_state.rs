@@ -464,6 +464,36 @@ impl ClientState {
         dropped
     }
 
+    /// Charges single limits of a policy: for units that were allowed without this state, and that some of the limits have
+    /// forgotten since.
+    ///
+    /// Brings the state under the policy first, so that usage under other policies stays used. `charge` gets the records of
+    /// the policy and the room in the allowances, charges the limits, and returns the most units that it charged to one
+    /// of them. These are charged to the other policies and to the allowances.
+    pub fn charge_limits(
+        &mut self,
+        policy: &Arc<Policy>,
+        now: Tick,
+        charge: impl FnOnce(&mut [LimitRecord], Cost) -> Cost,
+    ) {
+        self.bring_under(policy, now);
+        self.rebase(now);
+        self.forget_if_fresh(now);
+        let mut room = Cost::MAX;
+        self.each_bound(|allowance, rate, capacity| {
+            room = room.min(allowance.remaining(rate, capacity, now));
+        });
+        let Some(first) = &mut self.first else { return };
+        let mut records = first.records().into_owned();
+        let amount = charge(&mut records, room);
+        *first = PolicyState::new(policy.clone(), records);
+        if amount > 0 {
+            self.also_charge_others(now, amount, |state| {
+                state.charge(now, amount.into());
+            });
+        }
+    }
+
     /// Refunds an amount that was charged under the first policy. Returns how many units had no effect on it.
     ///
     /// A refund does not know how many units each of the other policies had room for. But the allowance of a policy

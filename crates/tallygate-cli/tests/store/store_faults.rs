@@ -481,6 +481,51 @@ fn readyz_reports_degraded_while_the_store_rejects_every_call() {
     });
 }
 
+/// A password that is wrong from the start, and one that is changed while the server runs. The server recovers as soon as
+/// the password works.
+///
+/// Fault F17.
+#[test]
+fn readyz_reports_degraded_while_the_password_of_the_store_is_wrong() {
+    let store = Server::start(Flavor::Redis);
+    let set_user = |password: &str| {
+        let user = ["ACL", "SETUSER", "limiter", "reset", "on", "~*", "&*", "+@all", password];
+        store.ask::<()>(&user);
+    };
+    set_user(">new-secret");
+    let served = served(&store.url().replace("redis://", "redis://limiter:old-secret@"));
+    let until_degraded = || {
+        wait_until("the store rejects the connection", PATIENCE, || {
+            check(&served, "closed", "alice", 1);
+            let ready = get(served.http(), "/readyz");
+            assert_eq!(ready.status, 200);
+            ready.body.starts_with("degraded: the store answers, but rejects every call")
+        });
+        assert_eq!(metric(&served, "tallygate_store_rejecting"), 1);
+    };
+    until_degraded();
+    wait_until("the log has the reason", PATIENCE, || {
+        let log = served.log();
+        log.contains("redis rejects every call; deciding by the failure setting of each policy")
+            && log.contains("authentication failed")
+    });
+    assert!(!served.log().contains("old-secret"), "{}", served.log());
+    set_user(">old-secret");
+    until_the_store_answers(&served);
+    wait_until("it is ready", PATIENCE, || get(served.http(), "/readyz").body == "ready\n");
+    assert_eq!(metric(&served, "tallygate_store_rejecting"), 0);
+
+    set_user(">new-secret");
+    store.ask::<i64>(&["CLIENT", "KILL", "USER", "limiter"]);
+    until_degraded();
+    // A server that has gone does not answer.
+    store.kill();
+    wait_until("the store is unavailable", PATIENCE, || {
+        check(&served, "closed", "alice", 1);
+        get(served.http(), "/readyz").body.starts_with("ready, but the store does not answer")
+    });
+}
+
 #[test]
 fn cl_throttle_has_its_own_name_in_the_log_of_a_failing_store() {
     let served = served("redis://127.0.0.1:1");

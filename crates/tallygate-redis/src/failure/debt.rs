@@ -186,12 +186,13 @@ pub(crate) fn pay_again_after(limit: &Limit, reset_after: Ticks) -> Ticks {
     Ticks((numbers.window.0 / 8).max(1))
 }
 
-/// Charges units to single limits of a policy, as far as each has room for them. Returns for each payment how many units were
+/// Charges units to single limits of a policy, as far as each has room for them, and at most `most` to each. Returns for each payment how many units were
 /// charged, and the time after which the limit has forgotten everything.
 pub(crate) fn pay_each(
     policy: &Policy,
     records: &mut [LimitRecord],
     payments: &[(usize, Cost)],
+    most: Cost,
     at: Tick,
 ) -> Result<Vec<(Cost, Ticks)>, PolicyError> {
     let mut paid = Vec::with_capacity(payments.len());
@@ -199,7 +200,7 @@ pub(crate) fn pay_each(
         let alone = Policy::all_of("", [share_of_limit(&policy.limits()[*index], 1)])?;
         let mut state: Box<[LimitRecord]> = [records[*index].clone()].into();
         let room = alone.facts(&state, at, None).remaining;
-        let amount = room.min(*amount);
+        let amount = room.min(*amount).min(most);
         if amount > 0 {
             alone.charge(&mut state, at, amount.into());
         }

@@ -268,8 +268,10 @@ impl RedisStore {
                 false => codec.read(before, at)?,
             };
             let mut paid = Ok(Vec::new());
-            codec.change_limits(&mut state, at, &mut |records| {
-                paid = pay_each(&policy, records, &amounts, at);
+            codec.charge_limits(&mut state, at, &mut |records, room| {
+                paid = pay_each(&policy, records, &amounts, room, at);
+                let each = paid.iter().flatten().map(|(amount, _)| *amount);
+                each.max().unwrap_or(0)
             });
             // These limits were valid when the policy was built.
             let paid = paid.map_err(|_| unexpected())?;

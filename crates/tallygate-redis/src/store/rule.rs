@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tallygate::algorithm::{Algorithm, LimitRecord};
 use tallygate::store::ClientState;
 use tallygate::tiers::{Access, ClientRule};
-use tallygate::{Kind, Policy, Tick};
+use tallygate::{Cost, Kind, Policy, Tick};
 
 use super::RedisStore;
 use crate::error::Error;
@@ -106,12 +106,13 @@ pub(crate) trait StateCodec: Send + Sync {
     /// Returns the state that the script of that policy has written.
     fn state_under(&self, records: Box<[LimitRecord]>) -> <Self::Rule as Algorithm>::State;
 
-    /// Changes the records of the limits of the policy whose script decides.
-    fn change_limits(
+    /// Charges single limits of the policy whose script decides. The function gets their records, and the most units that
+    /// there is room for besides; it returns the most units that it charged to one of them.
+    fn charge_limits(
         &self,
         _: &mut <Self::Rule as Algorithm>::State,
         _: Tick,
-        _: &mut dyn FnMut(&mut [LimitRecord]),
+        _: &mut dyn FnMut(&mut [LimitRecord], Cost) -> Cost,
     ) {
     }
 
@@ -150,13 +151,13 @@ impl StateCodec for PolicyCodec {
         records
     }
 
-    fn change_limits(
+    fn charge_limits(
         &self,
         state: &mut Box<[LimitRecord]>,
         _: Tick,
-        change: &mut dyn FnMut(&mut [LimitRecord]),
+        charge: &mut dyn FnMut(&mut [LimitRecord], Cost) -> Cost,
     ) {
-        change(state);
+        charge(state, Cost::MAX);
     }
 
     /// Reads the state. Usage under another policy is carried over.
@@ -209,29 +210,14 @@ impl StateCodec for ClientRuleCodec {
         )
     }
 
-    /// Changes only the records of the client's current policy: other policies do not know of outages.
-    fn change_limits(
+    fn charge_limits(
         &self,
         state: &mut ClientState,
         now: Tick,
-        change: &mut dyn FnMut(&mut [LimitRecord]),
+        charge: &mut dyn FnMut(&mut [LimitRecord], Cost) -> Cost,
     ) {
         let Some(script) = &self.script else { return };
-        let mut under: Vec<(Arc<Policy>, Box<[LimitRecord]>)> = state
-            .policies()
-            .map(|(policy, records)| (policy.clone(), records.into_owned()))
-            .collect();
-        let allowances: Vec<_> = state.allowances().collect();
-        let own = script.policy.limits();
-        match under.iter_mut().find(|(policy, _)| policy.limits() == own) {
-            Some((_, records)) => change(records),
-            None => {
-                let mut records = script.policy.initial(now);
-                change(&mut records);
-                under.push((script.policy.clone(), records));
-            }
-        }
-        *state = ClientState::of(under, &allowances);
+        state.charge_limits(&script.policy, now, charge);
     }
 
     /// Matches policies of the rule by their limits: values do not contain names.

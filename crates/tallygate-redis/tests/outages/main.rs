@@ -9,6 +9,7 @@ mod common;
 
 mod clocks;
 mod cluster;
+mod rule_changes;
 mod server_errors;
 mod unavailable;
 mod windows;

@@ -343,6 +343,7 @@ async fn served(
         Route::Live => Ok(text("alive\n")),
         Route::Ready if shared.is_ready.load(Ordering::Acquire) => {
             Ok(text(match gate.stores().redis().map(Redis::counts) {
+                Some(counts) if counts.rejects_connections => REJECTED,
                 Some(counts) if counts.is_open => WITHOUT_STORE,
                 Some(counts) if counts.is_out_of_memory => WITHOUT_MEMORY,
                 Some(counts) if counts.is_rejecting => REJECTED,

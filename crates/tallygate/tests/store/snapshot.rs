@@ -543,7 +543,9 @@ fn a_failed_write_keeps_the_previous_file() {
 /// Opening a named pipe would block the start of a server.
 #[test]
 fn only_a_regular_file_is_opened_as_a_snapshot() {
-    let error = SnapshotReader::open(std::env::temp_dir()).err().expect("a folder is no snapshot");
+    let Err(error) = SnapshotReader::open(std::env::temp_dir()) else {
+        panic!("a folder is no snapshot");
+    };
     let message = error.to_string();
     assert!(message.contains("it is not a regular file; use the path of a file"), "{message}");
 }

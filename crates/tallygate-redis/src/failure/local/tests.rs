@@ -130,7 +130,7 @@ impl Fleet {
             let mut records = self.records.borrow_mut();
             let amounts: Vec<_> =
                 charge.payments.iter().map(|payment| (payment.index, payment.pay)).collect();
-            let paid = pay_each(policy, &mut records, &amounts, at).unwrap();
+            let paid = pay_each(policy, &mut records, &amounts, Cost::MAX, at).unwrap();
             let mut retry_at = None;
             for (payment, (amount, reset_after)) in charge.payments.iter_mut().zip(paid) {
                 payment.paid = amount;
