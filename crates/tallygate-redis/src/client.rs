@@ -9,7 +9,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
+use redis::{Cmd, ErrorKind, ServerErrorKind, Value};
 use sha2::{Digest as _, Sha256};
 
 use crate::address::Address;
@@ -17,6 +17,7 @@ use crate::clock::since_epoch_us;
 use crate::commit::Commits;
 use crate::counts::{Counters, Counts};
 use crate::error::{AddressError, Error};
+use crate::error_reply::{is_out_of_memory, message_of, rejects_all};
 #[cfg(doc)]
 use crate::failure::OnFailure;
 use crate::key::{Key, SlotSecret};
@@ -403,53 +404,6 @@ fn error_of(failure: Failure) -> Error {
         Failure::NotSent(reason) => Error::Unavailable { reason: (&*reason).into(), sent: false },
         Failure::Lost(reason) => Error::Unavailable { reason: (&*reason).into(), sent: true },
     }
-}
-
-/// Returns the message as the server sent it: its first line, since it may be long.
-fn message_of(error: &RedisError) -> String {
-    let text = match (error.code(), error.detail()) {
-        (Some(code), Some(detail)) => format!("{code} {detail}"),
-        _ => error.to_string(),
-    };
-    text.lines().next().unwrap_or_default().chars().take(200).collect()
-}
-
-/// Returns whether the server answers, but decides on no charge: for lack of memory, or because it rejects every call.
-pub(crate) fn rejects_charges(error: &RedisError) -> bool {
-    is_out_of_memory(error) || rejects_all(error)
-}
-
-/// Returns whether the server rejected a call because it is out of memory.
-fn is_out_of_memory(error: &RedisError) -> bool {
-    error.code() == Some("OOM")
-        || error.detail().is_some_and(|detail| detail.contains("OOM command"))
-}
-
-/// Returns whether the server rejected a call for a reason that concerns every call: of access, of its role or of its
-/// state. Other errors concern a key or a script.
-fn rejects_all(error: &RedisError) -> bool {
-    const CODES: [&str; 10] = [
-        "NOAUTH",
-        "WRONGPASS",
-        "NOPERM",
-        "DENIED",
-        "READONLY",
-        "MISCONF",
-        "LOADING",
-        "MASTERDOWN",
-        "CLUSTERDOWN",
-        "NOREPLICAS",
-    ];
-    // A server that requires a password rejects a long command, such as a script, before it reads it.
-    let is_unauthenticated =
-        error.detail().is_some_and(|detail| detail.contains("unauthenticated"));
-    is_unauthenticated || error.code().is_some_and(|code| CODES.contains(&code))
-}
-
-/// Returns whether the server answered, but rejected a new connection: it requires another password, or the user may not
-/// use the database.
-pub(crate) fn rejects_connection(error: &RedisError) -> bool {
-    matches!(error.kind(), ErrorKind::AuthenticationFailed | ErrorKind::Server(_))
 }
 
 /// Returns the eviction policy in a reply, if it is one that evicts keys.

@@ -77,6 +77,7 @@ mod commit;
 mod counts;
 mod custom;
 mod error;
+mod error_reply;
 mod failure;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]

@@ -19,8 +19,8 @@ use tokio::sync::watch;
 use tokio::time::timeout_at;
 
 use crate::breaker::pause;
-use crate::client::rejects_connection;
 use crate::counts::Counters;
+use crate::error_reply::rejects_connection;
 use crate::loaded_scripts::LoadedScripts;
 use crate::pulse::Pulse;
 use crate::stall::StallMonitor;

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use redis::{Cmd, ConnectionInfo, RedisResult, Value};
 
 use crate::breaker::{Breaker, Change, Pass};
-use crate::client::rejects_charges;
 use crate::counts::Counters;
+use crate::error_reply::rejects_charges;
 use crate::link::{Failure, Link, Watch};
 use crate::loaded_scripts::LoadedScripts;
 use crate::options::Options;

@@ -310,33 +310,40 @@ impl<S: 'static> Table<S> {
         reading: Reading,
         state: &S,
     ) -> bool {
-        if self.counts.keys() < self.max_keys() || self.rejects_new() {
+        if self.rejects_new() {
             return true;
         }
         let new_key = NewKey::OfASnapshot;
         let rank = new_key.rank(rule, state, reading.now);
         let index = self.home(key, self.shape());
         let mut home = self.buckets[index].lock();
+        let has_empty_slot = self.find_free(rule, index, &mut home, reading, None).is_some();
+        if has_empty_slot && self.counts.keys() < self.max_keys() {
+            return true;
+        }
         let own = (new_key, Some(rank.share));
         let first = self.find_evictable(rule, (index, &mut home), reading, own, None);
-        let is_made = match first {
-            Candidate { rank: None, room: Some(_), .. } => return true,
-            Candidate { rank: Some(first), room: Some(room), .. } if first < rank => {
-                let FreePlace { distance, slot, mut beyond, .. } = room;
-                let tag = beyond.as_deref_mut().unwrap_or(&mut home).clear(slot);
-                self.forget(index + distance, tag, reading, reading.now);
-                self.counts.own().evicted.fetch_add(1, Ordering::Relaxed);
-                true
-            }
-            Candidate { .. } => {
-                let has_empty_slot =
-                    self.find_free(rule, index, &mut home, reading, None).is_some();
-                drop(home);
-                has_empty_slot
-                    && (0..RESTORE_SEARCHES)
-                        .any(|_| self.evict_any(rule, reading, new_key, Some(rank)))
-            }
-        };
+        let (first_rank, room) = (first.rank, first.room);
+        if first_rank.is_none() && room.is_some() {
+            return true;
+        }
+        // All keys within reach can have used as much as this one although others have used less.
+        let less_used = Rank { share: rank.share, since: Reverse(Tick(i64::MAX)) };
+        let is_made = !first_rank.is_some_and(|first| first < less_used)
+            && has_empty_slot
+            && (0..RESTORE_SEARCHES)
+                .any(|_| self.evict_any(rule, reading, new_key, Some(less_used)));
+        let is_made = is_made
+            || match room {
+                Some(room) if first_rank.is_some_and(|first| first < rank) => {
+                    let FreePlace { distance, slot, mut beyond, .. } = room;
+                    let tag = beyond.as_deref_mut().unwrap_or(&mut home).clear(slot);
+                    self.forget(index + distance, tag, reading, reading.now);
+                    self.counts.own().evicted.fetch_add(1, Ordering::Relaxed);
+                    true
+                }
+                _ => has_empty_slot && self.evict_any(rule, reading, new_key, Some(rank)),
+            };
         if is_made {
             self.counts.release();
         } else {
