@@ -329,7 +329,7 @@ impl<S: 'static> Table<S> {
         }
         // All keys within reach can have used as much as this one although others have used less.
         let less_used = Rank { share: rank.share, since: Reverse(Tick(i64::MAX)) };
-        let is_made = !first_rank.is_some_and(|first| first < less_used)
+        let is_made = first_rank.is_none_or(|first| first >= less_used)
             && has_empty_slot
             && (0..RESTORE_SEARCHES)
                 .any(|_| self.evict_any(rule, reading, new_key, Some(less_used)));
