@@ -56,12 +56,14 @@ impl Proxy {
         config: impl Fn(&str, &str) -> String,
     ) -> Self {
         let name = binary.file_name().unwrap().display();
-        let directory = format!("tallygate-{name}-{}", std::process::id());
-        let directory = std::env::temp_dir().join(directory);
-        std::fs::create_dir_all(&directory).expect("the directory exists");
         // This port is free now and very probably still when the proxy binds it.
         let address = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
-        let address = address.expect("a port is free").to_string();
+        let address = address.expect("a port is free");
+        // The port makes the name unique among the tests of one process.
+        let directory = format!("tallygate-{name}-{}-{}", std::process::id(), address.port());
+        let directory = std::env::temp_dir().join(directory);
+        let address = address.to_string();
+        std::fs::create_dir_all(&directory).expect("the directory exists");
         let path = directory.join(file);
         std::fs::write(&path, config(&address, &directory.display().to_string()))
             .expect("the file is written");
