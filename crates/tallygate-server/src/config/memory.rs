@@ -53,7 +53,7 @@ pub(crate) struct RuleHistory(HashMap<Arc<str>, Vec<Arc<Policy>>>);
 
 impl RuleHistory {
     /// Returns the rules after a configuration has come into force: its own and the earlier ones. Of all of them, it
-    /// keeps those that take the most memory.
+    /// keeps the rules that take the most memory.
     pub(crate) fn with(&self, config: &Config) -> Self {
         let each = config.policies.iter().map(|(name, policy)| {
             let mut rules = self.of(name).to_vec();
